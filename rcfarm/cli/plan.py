@@ -51,8 +51,8 @@ REFUSED = CHANGED_SINCE_PLANNED
 FEW = 16  # RCs that are read one by one
 GOOD = frozenset({"converged", "completed"})
 SHOWN_NODES = 6
-MOST_ADDED = 100_000  # nodes: some seconds
 STARTS_IN = 1.0  # seconds until a pod passes, where nothing is known of it
+MOST_ADDED = 100_000  # nodes that would join: each takes about 240 bytes here, and time in each RC's plan
 LONGEST_START = 120.0  # seconds: what took longer has stopped passing at some time, or has another agent
 
 
@@ -309,7 +309,9 @@ async def what_if(
     cli: Cli,
     drain: Annotated[str, typer.Option("--drain", metavar="SELECTOR", help="Nodes that would be drained.")] = "",
     lose: Annotated[str, typer.Option("--lose", metavar="NODES", help="Nodes that would die, as in n1,n2.")] = "",
-    add: Annotated[int, typer.Option("--add", metavar="N", min=0, max=MOST_ADDED, help="Nodes that would join.")] = 0,
+    add: Annotated[
+        int | None, typer.Option("--add", metavar="N", min=1, max=MOST_ADDED, help="Nodes that would join.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label of those that join; repeatable.")
     ] = None,
@@ -386,7 +388,7 @@ async def what_if(
 
 
 def _changed_nodes(
-    nodes: Mapping[str, NodeState], drain: str, lose: str, add: int, labels: Mapping[str, str]
+    nodes: Mapping[str, NodeState], drain: str, lose: str, add: int | None, labels: Mapping[str, str]
 ) -> tuple[dict[str, NodeState], str]:
     """Return the nodes after the change, and the change in words. Raises `BadInput`."""
     then, said = dict(nodes), []
@@ -399,6 +401,8 @@ def _changed_nodes(
         said.append(f"without {listed(leaving, SHOWN_NODES)}, drained")
     if lose:
         lost = sorted({name.strip() for name in lose.split(",") if name.strip()})
+        if not lost:
+            raise BadInput(f"--lose {lose!r} names no node; write --lose n1,n2")
         if unknown := [name for name in lost if name not in nodes]:
             raise BadInput(f"--lose: there is no node {unknown[0]}; `rcfarm node list` shows those that exist")
         then |= {name: nodes[name]._replace(live=False, lost=True) for name in lost}

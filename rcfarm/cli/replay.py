@@ -6,6 +6,7 @@ changed; `rcfarm rc history` shows it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -105,7 +106,7 @@ async def replay(
     start = parse_time("--since", since)
     if bool(decision) == bool(rc or since or everything):
         raise UsageProblem("name a decision, or say which: --rc RC, --since TIME or --all; not both")
-    directory = log or dev_directory() / DECISION_LOG
+    directory = log or _log_of_dev()
     if decision:
         return _one(cli, directory, decision)
 
@@ -126,6 +127,12 @@ async def replay(
     if not infos:
         cli.out.note("the log has no such decision")
     return ERROR if unreadable else 0
+
+
+def _log_of_dev() -> Path:
+    """Return the log of the `rcfarm dev` that the other commands talk to."""
+    scheme, _, directory = os.environ.get("RCFARM_STORE", "").partition(":")
+    return (Path(directory) if scheme == "embedded" and directory else dev_directory()) / DECISION_LOG
 
 
 def _one(cli: LocalCli, directory: Path, decision: str) -> int:

@@ -19,7 +19,7 @@ from rcfarm.cli.kit.output import Output, ago, seconds, state
 from rcfarm.cli.rc import revise
 from rcfarm.cli.rc.change import ended, follow
 from rcfarm.cli.rc.follow import watched
-from rcfarm.cli.rc.show import analyses_of, print_analyses, print_reasons
+from rcfarm.cli.rc.show import analyses_of, print_analyses, print_reasons, unreadable
 from rcfarm.operations import rc_snapshot
 from rcfarm.operations.errors import NoSuchRC
 from rcfarm.operations.handovers import Handovers
@@ -33,6 +33,7 @@ OfRevision = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Only if it is the rollout of this revision.")
 ]
 
+SHOWN_CODES = ROLLOUT_CODES | {"bad_rollout"}
 _REACHED = {"pause": ("paused",), "abort": ("aborted",)}  # the states that a request is meant to lead to
 
 
@@ -69,8 +70,11 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
         out.line(Text.assemble(f"{self.id}  revision {self.revision}  ", state(self.state)))
         rollout = self.rollout
         if rollout is None:
-            began = "its owner has not begun it yet" if self.state == "pending" else "its pods began with this revision"
-            out.line(f"  {began}")
+            if self.state != "unreadable":
+                is_pending = self.state == "pending"
+                began = "its owner has not begun it yet" if is_pending else "its pods began with this revision"
+                out.line(f"  {began}")
+            print_reasons(out, self.reasons)
             return
         stable = "the stable one before it" if rollout.state == "done" else "the stable one"
         back = f", {stable} is {rollout.stable_revision}" if rollout.stable else ", there is none to go back to"
@@ -148,8 +152,9 @@ async def promote(
 async def abort(cli: Cli, rc: RCId, revision: OfRevision = None, timeout: Timeout = DEFAULT_TIMEOUT) -> int:
     """Stop a rollout, and bring the pods back to the revision before. Stop a hand-over between two RCs, and leave the
     pods where they are."""
-    handover = (await cli.rcs.snapshot(rc)).handover
-    if handover is not None and handover.is_active and revision is None:
+    snap = await cli.rcs.snapshot(rc)
+    is_handed_over = (snap.handover is not None and snap.handover.is_active) or cli.keys.handover(rc) in snap.bad
+    if is_handed_over and revision is None:
         ended = await Handovers(cli.store, cli.keys, actor=cli.actor).abort(rc)
         cli.out.show(ended, lambda: cli.out.line(handover_line(ended)))
         return 0
@@ -274,7 +279,10 @@ def _info(snap: RCSnapshot) -> RolloutInfo:
     spec = _spec_of(snap)
     rollout = snap.present_rollout
     without: RolloutState = "pending" if snap.rollout or snap.revisions else "done"
-    word = rollout.state if rollout is not None else without
+    word: str = rollout.state if rollout is not None else without
+    if any(key.endswith("/rollout") for key in snap.bad):
+        word = "unreadable"
+    reported = snap.status.reasons if snap.status else ()
     on_it = [node for node, health in snap.health.items() if node in snap.pods and health.manifest == spec.manifest]
     return RolloutInfo(
         id=snap.rc_id,
@@ -284,7 +292,7 @@ def _info(snap: RCSnapshot) -> RolloutInfo:
         updated=len(on_it),
         pods=len(snap.pods),
         handover=snap.handover,
-        reasons=[reason for reason in (snap.status.reasons if snap.status else ()) if reason.code in ROLLOUT_CODES],
+        reasons=[*(each for each in reported if each.code in SHOWN_CODES), *unreadable(snap)],
         analyses=analyses_of(snap),
     )
 

@@ -25,7 +25,7 @@ from rcfarm.cli.kit.output import Output, ago, count, state, times, timestamp
 from rcfarm.cli.kit.reasons import in_brief
 from rcfarm.cli.kit.tasks import tasks_of
 from rcfarm.cli.kit.watch import Watch, keep_showing
-from rcfarm.operations.fleet import PodsWithoutRC, ids_with_spec, pods_without_rc, read_brake, read_farms
+from rcfarm.operations.fleet import PodsWithoutRC, ids_with_spec, pods_without_rc, rarest, read_brake, read_farms
 from rcfarm.operations.rc_snapshot import TROUBLE
 from rcfarm.operations.reasons import full_disks, reasons_of_node
 from rcfarm.operations.schedules import Schedules
@@ -115,7 +115,7 @@ def _render(out: Output, info: FleetInfo) -> None:
                 out.hanging(Text.assemble(("paused ", "red")), f"on engine {engine.name}, {text}")
     if info.troubled:
         out.line()
-        troubled = info.troubled[:SHOWN]
+        troubled = rarest(info.troubled, lambda rc: (rc.state, tuple(reason.code for reason in rc.reasons)), SHOWN)
         rows = [
             (
                 rc.id,
@@ -131,7 +131,8 @@ def _render(out: Output, info: FleetInfo) -> None:
             out.line(f"and {count(len(info.troubled) - SHOWN, 'other')}; see `rcfarm rc list`")
     if info.troubled_nodes:
         out.line()
-        out.table(("NODE", "WHY"), [(node.name, in_brief(node.reasons)) for node in info.troubled_nodes[:SHOWN]])
+        nodes = rarest(info.troubled_nodes, lambda node: tuple(reason.code for reason in node.reasons), SHOWN)
+        out.table(("NODE", "WHY"), [(node.name, in_brief(node.reasons)) for node in nodes])
         if len(info.troubled_nodes) > SHOWN:
             out.line(f"and {count(len(info.troubled_nodes) - SHOWN, 'other')}; see `rcfarm node list`")
     failures = info.tasks.failures if info.tasks else []

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -31,6 +33,7 @@ from rcfarm.operations.fleet import (
     ids_with_spec,
     listed,
     of_a_former_layout,
+    rarest,
     read_meta,
     situation_of,
     why_unowned,
@@ -41,7 +44,7 @@ from rcfarm.operations.reasons import full_disks
 from scheduler.pool.ledger import NodeReservations
 from store.consul.store import ConsulStore
 from store.kv.protocol import BadRecord, Denied, Entry, SessionSpec, Store, StoreError
-from store.schema.keys import LAYOUT, BadKey, Keys
+from store.schema.keys import LAYOUT, BadKey, Keys, is_dns_label
 from store.schema.records import Brake, DeletedRC, FarmMember, Health, Incident, Intent, Reality, decode, utc_now
 
 RECHECK_AFTER = 1.0  # seconds until a suspected orphan is checked again
@@ -260,8 +263,18 @@ async def take_census(store: Store, keys: Keys) -> Census:
     bad += nodes.bad
     known = {problem.key for problem in bad}
     bad += [problem for snap in snaps for problem in snap.bad.values() if problem.key not in known]
-    bad += [*_misplaced(keys.parse_rc, rcs), *_misplaced(keys.parse_health, health)]
+    misplaced = [
+        *_misplaced(keys.parse_rc, rcs),
+        *_misplaced(keys.parse_health, health),
+        *_misplaced(partial(_check_pod, keys), (*intents, *realities)),
+    ]
+    known = {problem.key for problem in misplaced}
+    bad[:] = [*(problem for problem in bad if problem.key not in known), *misplaced]
     return census
+
+
+class Misplaced(BadRecord):
+    """A key that the layout does not have."""
 
 
 def _decoded(record_type: type[R], entry: Entry, bad: list[BadRecord]) -> R | None:
@@ -280,24 +293,32 @@ def _by_place(record_type: type[R], keys: Keys, entries: Iterable[Entry], bad: l
     return found
 
 
-def _misplaced(parse: Callable[[str], object], entries: Iterable[Entry]) -> list[BadRecord]:
+def _misplaced(parse: Callable[[str], object], entries: Iterable[Entry]) -> list[Misplaced]:
     """Return an error for each key that the layout does not have."""
     found = []
     for entry in entries:
         try:
             parse(entry.key)
         except BadKey as problem:
-            found.append(BadRecord(entry.key, str(problem).removeprefix(f"{entry.key}: ")))
+            found.append(Misplaced(entry.key, str(problem).removeprefix(f"{entry.key}: ")))
     return found
+
+
+def _check_pod(keys: Keys, key: str) -> None:
+    place = keys.parse_pod(key)
+    if not (place.node and is_dns_label(place.pod_id)):
+        raise BadKey("no key of a pod; those are <node>/<pod id>")
 
 
 def records(census: Census) -> list[Finding]:
     """Report undecodable records."""
     found = []
     for problem in census.bad:
-        key = problem.key
+        key = shlex.quote(problem.key)
         advice = f"repair its value with `consul kv put {key} -`, or, if nothing needs it, `consul kv delete {key}`"
-        if census.keys.is_spec(key):
+        if isinstance(problem, Misplaced):
+            advice = f"remove it, no program reads it: `consul kv delete {key}`"
+        elif census.keys.is_spec(problem.key):
             advice = f"`rcfarm rc apply -f` the RC's file, which replaces it; or {advice}"
         found.append(error("records", str(problem), advice))
     return _shortened("records", found) or [
@@ -367,8 +388,7 @@ def nodes(census: Census) -> list[Finding]:
         else warning(
             "nodes",
             f"{name} is dead; nothing is placed there",
-            "start its agent (`rcfarm agent`); if the machine is gone: `consul kv delete -recurse "
-            f"{census.keys.node(name)}`",
+            f"start its agent (`rcfarm agent`); if the machine is gone: `rcfarm node remove {shlex.quote(name)}`",
             ["node_dead"],
         )
         for name in dead
@@ -537,8 +557,11 @@ def orphans(census: Census) -> list[Finding]:
 
 
 def _shortened(check: str, found: list[Finding]) -> list[Finding]:
+    """Return at most `SHOWN` findings, errors first, and how many are left out."""
     if len(found) <= SHOWN:
         return found
-    worst = "error" if any(finding.level == "error" for finding in found[SHOWN:]) else "warning"
-    make = error if worst == "error" else warning
-    return [*found[:SHOWN], make(check, f"and {len(found) - SHOWN} more of the kind", "see the first ones")]
+    found = sorted(found, key=lambda finding: finding.level != "error")
+    shown = rarest(found, lambda finding: (finding.level, finding.codes), SHOWN)
+    errors, shown_errors = (sum(finding.level == "error" for finding in some) for some in (found, shown))
+    make = error if errors > shown_errors else warning
+    return [*shown, make(check, f"and {len(found) - SHOWN} more of the kind", "see the first ones")]

@@ -51,6 +51,7 @@ from store.schema.records import (
     utc_now,
 )
 
+_HANDS_OVER = "hands the pods of rc "  # begins the reason of the mutation locks of a hand-over
 LOOK_EVERY = 1.0  # seconds between two looks at the old RC, which this farm may not watch
 
 
@@ -129,21 +130,35 @@ class HandoverDriver:
 
     async def release_orphan(self, spec: Record[RCSpec]) -> bool:
         """End the hand-over as the old RC's owner where the new RC does not know of it: it was removed by hand. Return
-        whether it was ended."""
+        whether anything was released."""
         record = self.active
-        if record is None or record.value.old != self._state.id:
+        if record is None:
+            return await self._release_lock()
+        if record.value.old != self._state.id:
             return False
         entry = await self._tools.store.get(self._keys.handover(record.value.new), consistent=True)
         known = rc_snapshot.snapshot(self._keys, record.value.new, [entry] if entry else []).handover
         if entry is not None and (known is None or (known.is_active and known.old == self._state.id)):
             return False
-        ended = self._ended(record.value, "aborted", f"rc {record.value.new} is gone")
+        ended = self._ended(record.value, "aborted", f"rc {record.value.new} has no record of it any more")
         writing = [ops.cas(self._keys.handover(self._state.id), encode(ended), record.modify_index)]
         writing += revised(self._keys, Stored(spec.value, spec.modify_index), disabled=False)
         lock = await self._lock(self._state.id)
         if lock is not None and self._is_of(record.value, lock):
             writing.append(ops.delete_cas(lock.key, lock.modify_index))
         await self._writer.apply([*writing, *self._completed(ended)])
+        return True
+
+    async def _release_lock(self) -> bool:
+        """Release the RC's mutation lock if it was taken for a hand-over of which the RC has no record any more. The
+        session that holds it is a farm's, and lives on."""
+        lock, record, key = self._state.mutation, self._state.handover, self._keys.handover(self._state.id)
+        if lock is None or lock.session is None or not lock.value.reason.startswith(_HANDS_OVER):
+            return False
+        if key in self._state.shard.view.bad:  # it may be the one
+            return False
+        unchanged = ops.check_index(key, record.modify_index) if record else ops.check_not_exists(key)
+        await self._writer.apply([unchanged, ops.delete_cas(self._keys.mutation(self._state.id), lock.modify_index)])
         return True
 
     async def _read(self, rc_id: str) -> _Other:
@@ -326,4 +341,4 @@ class HandoverDriver:
 
 
 def _purpose(record: Handover) -> str:
-    return f"hands the pods of rc {record.old} over to rc {record.new}; `rcfarm rollout abort {record.new}` stops it"
+    return f"{_HANDS_OVER}{record.old} over to rc {record.new}; `rcfarm rollout abort {record.new}` stops it"

@@ -6,6 +6,7 @@ was added since counts with its default.
 
 from __future__ import annotations
 
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from rcfarm.farm.decisions import (
 )
 from rcfarm.farm.planner import Plan, PlanInput, plan
 from store.errors import RcfarmError
+
+WHERE = "name the folder of a farm's with --log: it is the farm's setting `farm.decision_log`"
 
 
 class CannotReplay(RcfarmError):
@@ -71,9 +74,9 @@ def segments(directory: Path) -> list[Path]:
     try:
         found = sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
     except OSError as error:
-        raise CannotReplay(f"{directory}: the decision log can't be read: {error.strerror}") from error
+        raise CannotReplay(f"{directory}: the decision log can't be read: {error.strerror}; {WHERE}") from error
     if not found:
-        raise CannotReplay(f"{directory}: there is no decision log; `farm.decision_log` names the folder of a farm's")
+        raise CannotReplay(f"{directory}: there is no decision log; {WHERE}")
     return found
 
 
@@ -164,6 +167,8 @@ class _Segment:
 def _entries(path: Path, damaged: Callable[[str], None]) -> Iterator[Header | Nodes | Entry]:
     """Yield the entries of a segment's whole frames."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CannotReplay(f"{path}: can't be read: not a file")
         raw = path.read_bytes()
     except OSError as error:
         raise CannotReplay(f"{path}: can't be read: {error.strerror}") from error
@@ -176,12 +181,19 @@ def _entries(path: Path, damaged: Callable[[str], None]) -> Iterator[Header | No
         if len(packed) < length:
             damaged(f"{path.name}: its end, from byte {at}, is cut off")
             return
-        if zlib.crc32(packed) != checksum:
+        if not length:  # zeros, which a file system leaves where data was not written before a loss of power
+            damaged(f"{path.name}: from byte {at} on it is damaged")
+            return
+        try:
+            if zlib.crc32(packed) != checksum:
+                raise zlib.error
+            content = unpacked(packed, dictionary)
+            entries = entries_decoder.decode(content)
+        except (zlib.error, msgspec.DecodeError):
             damaged(f"{path.name}: the part at byte {at} is damaged")
             if not dictionary:
                 return
         else:
-            content = unpacked(packed, dictionary)
             dictionary = dictionary or content[:DICTIONARY]
-            yield from entries_decoder.decode(content)
+            yield from entries
         at += FRAME.size + length

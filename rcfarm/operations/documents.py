@@ -65,7 +65,7 @@ class Source:
         path = (*prefix, *(ANY if step == "..." else step for step in steps))
         if problem.unknown:
             known_fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-            close = difflib.get_close_matches(problem.unknown, known_fields, n=1)
+            close = difflib.get_close_matches(problem.unknown, known_fields - {problem.unknown}, n=1)
             suggestion = f"; did you mean {close[0]}?" if close else ""
             raise self.error(f"unknown field{suggestion}", (*path, problem.unknown)) from cause
         if problem.missing:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from store.schema.keys import LAYOUT, Keys, PodKey, is_dns_label
 from store.schema.records import Brake, FarmMember, Intent, Labels, Meta, Reality, decode, encode, utc_now
 from store.schema.selectors import BadSelector, Selector
 from store.timing import in_turns
+
+T = TypeVar("T")
 
 Situation = State | Literal["unowned", "unreadable"]
 MOST_OF_REASON = 500  # characters of the reason for the brake
@@ -192,6 +194,17 @@ def why_unowned(snap: RCSnapshot, farms: Sequence[Farm]) -> str:
     shown = ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
     selectors = listed(f"{farm.member.farm} takes {farm.member.selector or 'everything'}" for farm in live)
     return f"no live farm matches the labels of rc {snap.rc_id} ({shown}): {selectors}"
+
+
+def rarest(items: Sequence[T], kind: Callable[[T], Hashable], most: int) -> list[T]:
+    """Return at most `most` of the items, in their order, one of each kind before a second one of any: a thousand RCs
+    without a node do not hide the one that crashes."""
+    seen, ranks = Counter[Hashable](), []
+    for place, item in enumerate(items):
+        is_second = seen[kind(item)] > 0
+        seen[kind(item)] += 1
+        ranks.append((is_second, place))
+    return [items[place] for place in sorted(place for _, place in sorted(ranks)[:most])]
 
 
 def listed(names: Iterable[str], shown: int = 3) -> str:

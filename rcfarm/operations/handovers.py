@@ -17,10 +17,10 @@ from rcfarm.operations.errors import BadInput, ChangedSincePlanned, Contended, R
 from rcfarm.operations.rc_snapshot import RCSnapshot, pod_id_of
 from rcfarm.operations.rcs import ReplicationControllers, Stored
 from store.kv import ops
-from store.kv.protocol import Entry, Op, Store, TxnConflict
+from store.kv.protocol import BadRecord, Entry, Op, Store, TxnConflict
 from store.schema import audit
 from store.schema.keys import Keys
-from store.schema.records import ROLLING_OUT, Handover, RCSpec, Reason, decode, encode, utc_now
+from store.schema.records import ALL_NODES, ROLLING_OUT, Handover, RCSpec, Reason, decode, encode, utc_now
 
 CREATED, COMPLETED = "ROLLING_UPDATE_CREATION", "ROLLING_UPDATE_COMPLETION"  # p2's words
 _MOVING = ROLLING_OUT | {"paused", "reverting"}
@@ -79,6 +79,8 @@ class Handovers:
             raise BadInput(f"rc {old} can't hand its pods over to itself; name another rc")
         if desired < 1:
             raise BadInput(f"desired: {desired} is below 1; `rcfarm rc scale {old} 0` removes the pods")
+        if desired >= ALL_NODES:
+            raise BadInput(f"desired: {desired} is more than {ALL_NODES - 1}")
         if not 0 <= minimum <= desired:
             raise BadInput(f"minimum: {minimum} is not between 0 and the desired {desired}")
         before, after = await self._side(old), await self._side(new)
@@ -144,23 +146,25 @@ class Handovers:
 
     async def abort(self, rc_id: str) -> Handover:
         """Stop the hand-over that the RC is in, as the old or the new one. The pods stay where they are, and both RCs
-        go on with what they have. Raises `RCRefused` when there is none, `Contended`."""
+        go on with what they have. A record of the other RC that can't be read is replaced. Raises `RCRefused` when
+        there is none, `BadRecord` when the RC's own can't be read, `Contended`."""
 
         async def attempt() -> Handover:
-            found = await self._read(rc_id)
-            if found is None or not found[0].is_active:
+            entry = await self._entry(rc_id)
+            found = decode(Handover, entry.key, entry.value) if entry else None
+            if found is None or not found.is_active:
                 raise RCRefused(f"rc {rc_id}: nothing to abort: it is in no hand-over")
             by = f" by {self._name}" if self._name else ""
             record = msgspec.structs.replace(
-                found[0],
+                found,
                 state="aborted",
                 reason=Reason("rollout_aborted", f"aborted{by}; the pods stay where they are"),
             )
             writing: list[Op] = []
             for each in (record.new, record.old):
-                its = await self._read(each)
-                if its is not None and its[0].is_active and (its[0].old, its[0].new) == (record.old, record.new):
-                    writing.append(ops.cas(self._keys.handover(each), encode(record), its[1].modify_index))
+                its = await self._entry(each)
+                if its is not None and _is_of(its, record):
+                    writing.append(ops.cas(its.key, encode(record), its.modify_index))
             # the mutation locks that the owner of the new RC holds for the hand-over go with it
             owner = await self._store.get(self._keys.owner(record.new), consistent=True)
             for each in (record.old, record.new):
@@ -168,7 +172,7 @@ class Handovers:
                 if lock is not None and owner is not None and lock.session and lock.session == owner.session:
                     writing.append(ops.delete_cas(lock.key, lock.modify_index))
             old = await self._store.get(self._keys.spec(record.old), consistent=True)
-            if old is not None and found[0].state == "running":
+            if old is not None and found.state == "running":
                 spec = decode(RCSpec, old.key, old.value)
                 writing += revised(self._keys, Stored(spec, old.modify_index), disabled=False)
             writing += events(self._keys, COMPLETED, record, self._actor, succeeded=False, canceled=True)
@@ -178,6 +182,14 @@ class Handovers:
         what = f"the hand-over of rc {rc_id}"
         return await ops.retry_conflicts(what, attempt, rng=self._rng, error=Contended)
 
-    async def _read(self, rc_id: str) -> tuple[Handover, Entry] | None:
-        entry = await self._store.get(self._keys.handover(rc_id), consistent=True)
-        return (decode(Handover, entry.key, entry.value), entry) if entry else None
+    async def _entry(self, rc_id: str) -> Entry | None:
+        return await self._store.get(self._keys.handover(rc_id), consistent=True)
+
+
+def _is_of(entry: Entry, record: Handover) -> bool:
+    """Return whether an RC's entry is that of this hand-over, or can't be read."""
+    try:
+        its = decode(Handover, entry.key, entry.value)
+    except BadRecord:
+        return True
+    return its.is_active and (its.old, its.new) == (record.old, record.new)

@@ -360,7 +360,9 @@ async def follow(
             cli,
             spec.id,
             timeout,
-            lambda follower: follower.until_placed(spec.generation, wait_healthy, rolls=rolls),
+            lambda follower: follower.until_placed(
+                spec.generation, wait_healthy, rolls=rolls, revision=spec.revision if rolls else 0
+            ),
             say,
         )
     return Outcome(id=spec.id, action=action, rc=await _info(cli, spec.id), complete=complete, reasons=reasons)
@@ -409,6 +411,8 @@ def report(out: Output, outcomes: list[Outcome]) -> None:
         elif outcome.complete is not None and rc is not None:
             all_ended = ", and all of them have completed" if rc.state == "completed" else ""
             sentence += f"{'' if outcome.complete else ', but not complete'}: {rc.counts}{all_ended}"
+        elif outcome.complete is False:
+            sentence += ", but not complete:"
         out.line(sentence)
         for reason in outcome.reasons:
             out.hanging("  ", reason)

@@ -34,6 +34,7 @@ PER_POD = ("crashing", "blocked", "disk_full", "unhealthy", "failed", "starting"
 NOTE_AFTER = 2.0  # seconds without an owner before a note says so
 # of other obstacles: OBSTACLE_AFTER
 COUNTS_AFTER = {"unowned": NOTE_AFTER, "crashing": CRASHES, "blocked": CRASHES, "disk_full": CRASHES}
+AT_ONCE = frozenset({"replaced"})  # obstacles that do not pass
 DECIDED = ROLLOUT_STOPPED | {"paused", "awaiting_promotion"}  # a rollout goes no further
 STORE_RETRY = 1.0  # seconds between attempts to read while the store is unavailable
 SHOWN_PODS = 5
@@ -62,12 +63,17 @@ class Followed(NamedTuple):
     reasons: list[str]
 
 
-def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True) -> Progress:
+def placing(snap: RCSnapshot, generation: int, *, rolls: bool = True, revision: int = 0) -> Progress:
     """Judge the placement of (at least) that generation: done once every replica is placed and healthy, and no other
-    pod is left. `rolls`: and once its rollout, if there is one, is done."""
+    pod is left. `rolls`: and once its rollout, if there is one, is done. `revision`: the manifest that is to be placed,
+    which a later one takes the place of; 0: any."""
     spec, status = snap.spec, snap.status
     if spec is None or spec.deleting:
         return Progress("the RC was deleted", obstacle="deleted", reasons=("the RC was deleted",))
+    if 0 < revision < spec.revision:
+        by = f" of {spec.revised_by}" if spec.revised_by else ""
+        text = f"revision {revision} was replaced by revision {spec.revision}{by}"
+        return Progress(text, obstacle="replaced", reasons=(f"{text}; `rcfarm rollout status {spec.id}` shows that",))
     leaving = len(snap.health.keys() - snap.pods.keys())
     text = f"{placed(len(snap.pods), snap.desired)}, {snap.healthy} healthy"
     text += f", {snap.healthy_outdated} with an older manifest" if snap.healthy_outdated else ""
@@ -142,13 +148,16 @@ class Follower:
         self._end = self._clock() + timeout
         self._timeout = timeout
 
-    async def until_placed(self, generation: int, wait_healthy: float = 0.0, *, rolls: bool = True) -> Followed:
-        """Follow until every replica is placed and has been healthy for `wait_healthy` seconds. `rolls`: see
-        `placing`."""
+    async def until_placed(
+        self, generation: int, wait_healthy: float = 0.0, *, rolls: bool = True, revision: int = 0
+    ) -> Followed:
+        """Follow until every replica is placed and has been healthy for `wait_healthy` seconds. `rolls`, `revision`:
+        see `placing`."""
         steadiness = Steadiness(wait_healthy)
 
         def judge(snap: RCSnapshot) -> Progress:
-            progress, left = placing(snap, generation, rolls=rolls), steadiness.left(snap, self._clock())
+            progress = placing(snap, generation, rolls=rolls, revision=revision)
+            left = steadiness.left(snap, self._clock())
             if not progress.done or left <= 0:
                 return progress
             reason = f"not healthy for {seconds(wait_healthy)} without interruption yet (--wait-healthy)"
@@ -158,6 +167,8 @@ class Follower:
         progress, snap = await self._until(judge)
         if progress.done:
             return Followed(True, [])
+        if progress.obstacle in AT_ONCE:
+            return Followed(False, self._reasons(progress))
         return Followed(False, self._reasons(progress) + await self._unhealthy(snap))
 
     async def until_gone(self, pod_id: str) -> Followed:
@@ -195,7 +206,8 @@ class Follower:
                 last = progress.text
                 if progress.obstacle != obstacle:
                     obstacle, since = progress.obstacle, self._clock()
-                lasts_after = 0.0 if obstacle.startswith("rollout ") else COUNTS_AFTER.get(obstacle, OBSTACLE_AFTER)
+                is_final = obstacle in AT_ONCE or obstacle.startswith("rollout ")
+                lasts_after = 0.0 if is_final else COUNTS_AFTER.get(obstacle, OBSTACLE_AFTER)
                 due = since + lasts_after  # when the obstacle counts as lasting
                 wake = due if obstacle and self._clock() < due else None
                 lasts = bool(obstacle) and wake is None
@@ -227,12 +239,12 @@ class Follower:
     async def _unhealthy(self, snap: RCSnapshot) -> list[str]:
         """Return the agents' reports on the first pods that are placed but do not pass."""
         pod_id = rc_snapshot.pod_id_of(snap)
-        wanted = snap.wanted
+        wanted, is_rolling = snap.wanted, snap.present_rollout is not None and snap.present_rollout.state != "done"
         reasons = []
         for node in sorted(snap.pods):
             health = snap.health.get(node)
-            if health and health.status == "passing" and health.manifest == wanted:
-                continue
+            if health and health.status == "passing" and (health.manifest == wanted or is_rolling):
+                continue  # or it waits for its turn, which the rollout's reason says
             entry = await self._patiently(partial(self._store.get, self._keys.reality(node, pod_id)))
             reality = report_of(entry) if entry else None
             pod = pod_info(PodView(node, True, {}, health, reality))

@@ -238,15 +238,18 @@ def _why(snap: RCSnapshot, info: RCInfo, troubled: Sequence[PodInfo]) -> list[Re
         )
     if snap.spec and snap.status and snap.status.generation < snap.spec.generation and snap.owner.held:
         why.append(Reason("behind", f"{snap.owner.farm} has not acted on the latest change yet"))
-    for key, error in snap.bad.items():
-        if not key.endswith("/spec"):
-            why.append(Reason("unreadable", str(error)))
+    why += unreadable(snap)
     if why or info.state in ("converged", "completed"):
         return why
     if not troubled:
         return [Reason("progressing", "its owner has not processed the latest change of its pods yet")]
     details = (f"{pod.node} {'; '.join([pod.state, *pod.details()])}" for pod in troubled)
     return [Reason("progressing", f"pods do not pass yet: {listed(details)}", tuple(pod.node for pod in troubled))]
+
+
+def unreadable(snap: RCSnapshot) -> list[Reason]:
+    """Return a reason for each record that can't be read, but the spec, without which nothing else is shown."""
+    return [Reason("unreadable", str(error)) for key, error in snap.bad.items() if not key.endswith("/spec")]
 
 
 def verdicts(snap: RCSnapshot, nodes: Mapping[str, NodeView], taken: Mapping[str, str]) -> list[NodeVerdict]:

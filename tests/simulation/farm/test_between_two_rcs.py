@@ -11,7 +11,7 @@ from rcfarm.operations.errors import BadInput, NoSuchRC, RCRefused
 from rcfarm.operations.handovers import Handovers
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
-from store.kv.protocol import Op, Unavailable
+from store.kv.protocol import BadRecord, Op, Unavailable
 from store.schema.keys import Keys
 from store.schema.records import ALL_NODES, Brake, Handover, UpdatePolicy, decode, encode
 from tests.support import require
@@ -153,6 +153,30 @@ async def test_it_stops_at_the_minimum(
             await handovers.abort("green")
 
 
+@pytest.mark.parametrize("damaged", ["blue", "green"])
+async def test_an_unreadable_record_of_the_other_rc_keeps_it_from_no_abort(
+    store: EmbeddedStore, keys: Keys, fleet: Fleet, agents: SimulatedAgents, handovers: Handovers, damaged: str
+) -> None:
+    """The abort replaces it; that of the damaged RC names the record."""
+    other = {"blue": "green", "green": "blue"}[damaged]
+    async with running_farm(store, keys):
+        await two(fleet)
+        await until_healthy(fleet)
+        for node in NODES:
+            agents.sick[node] = "critical"
+        await handovers.begin("blue", "green", desired=5, minimum=3)
+        await fleet.until_placed("green", ["n1", "n2"])
+        await store.put(keys.handover(damaged), b"garbage")
+        with pytest.raises(BadRecord, match=f"{keys.handover(damaged)}: not a valid Handover"):
+            await handovers.abort(damaged)
+        await handovers.abort(other)
+        for rc_id, nodes in (("blue", ["n3", "n4", "n5"]), ("green", ["n1", "n2"])):
+            assert (await handover(fleet, rc_id)).state == "aborted"
+            await fleet.until_placed(rc_id, nodes)
+            assert await is_unlocked(fleet, rc_id)
+            assert not (await fleet.rcs.get(rc_id)).disabled
+
+
 async def test_more_than_there_are_and_what_is_left(
     store: EmbeddedStore, keys: Keys, fleet: Fleet, agents: SimulatedAgents, handovers: Handovers
 ) -> None:
@@ -205,6 +229,7 @@ async def test_what_can_not_begin(
     bad = [
         (BadInput, "rc blue can't hand its pods over to itself", ("blue", "blue", 5, 3)),
         (BadInput, "desired: 0 is below 1", ("blue", "green", 0, 0)),
+        (BadInput, "desired: 1000000 is more than 999999", ("blue", "green", 1_000_000, 1)),
         (BadInput, "minimum: 6 is not between 0 and the desired 5", ("blue", "green", 5, 6)),
         (BadInput, "minimum: -1 is not between", ("blue", "green", 5, -1)),
         (BadInput, "minimum: 5 pods are to stay healthy, and there are never more than 5", ("blue", "green", 5, 5)),
@@ -248,6 +273,35 @@ async def test_either_rc_is_deleted(
             assert await is_unlocked(fleet, other)
             await fleet.rcs.delete(other, force=True)
             await fleet.until(lambda: fleet_is_empty(store, keys))
+
+
+@pytest.mark.parametrize("removed", [("green",), ("blue", "green")])
+async def test_the_records_of_a_hand_over_are_removed_by_hand(
+    store: EmbeddedStore,
+    keys: Keys,
+    fleet: Fleet,
+    agents: SimulatedAgents,
+    handovers: Handovers,
+    removed: tuple[str, ...],
+) -> None:
+    """No mutation lock is left, which would refuse every change for as long as the farm lives."""
+    async with running_farm(store, keys):
+        await two(fleet)
+        await until_healthy(fleet)
+        for node in NODES:
+            agents.sick[node] = "critical"
+        await handovers.begin("blue", "green", desired=5, minimum=3)
+        await fleet.until_placed("green", ["n1", "n2"])
+        await store.txn([ops.delete(keys.handover(rc_id)) for rc_id in removed])
+        for rc_id in ("blue", "green"):
+
+            async def is_free(rc_id: str = rc_id) -> bool:
+                return await is_unlocked(fleet, rc_id)
+
+            await fleet.until(is_free)
+        await fleet.rcs.enable("blue")
+        await fleet.rcs.set_replicas("green", 1)
+        await fleet.until_placed("green", ["n1"])
 
 
 async def fleet_is_empty(store: EmbeddedStore, keys: Keys) -> bool:

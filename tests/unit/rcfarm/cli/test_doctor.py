@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,6 +197,7 @@ async def test_dead_nodes_are_an_error_when_they_should_run_pods(healthy: Comman
 
     assert "error: node-1 is dead and should run 1 pod →" in text
     assert "warning: node-2 is dead; nothing is placed there" in text
+    assert "if the machine is gone: `rcfarm node remove node-2`" in text
     assert "error: node-9 has pods but no record" in text
 
 
@@ -294,6 +296,49 @@ async def test_many_findings_of_a_kind_are_shortened(healthy: CommandLine) -> No
 
     assert len(found["records"]) == 21
     assert "and 80 more of the kind" in messages(found["records"])
+
+
+async def test_many_findings_of_one_kind_hide_no_other(healthy: CommandLine) -> None:
+    """An RC whose rollout was reverted, and one that keeps failing, are shown among thirty that only lack nodes."""
+    holder = (await healthy.store.create_session(SessionSpec("f", ttl=86400, check_ttl=None))).id
+    states: dict[str, tuple[RCState, Reason]] = {f"a-{n}": ("short", Reason("short", "no node")) for n in range(30)}
+    states["y"] = "quarantined", Reason("bad_rollout", "it can't be read")
+    states["z"] = "converged", Reason("rollout_reverted", "it crashed")
+    for rc_id, (state, reason) in states.items():
+        await healthy.rcs.create(MANIFEST, rc_id=rc_id)
+        owner = ops.lock(healthy.keys.owner(rc_id), encode(Owner("f", "")), holder)
+        await healthy.store.txn([owner, ops.put(healthy.keys.status(rc_id), status_of(state, reason))])
+
+    _, found = await examine(healthy)
+
+    text = messages(found["rcs"])
+    assert len(found["rcs"]) == 21
+    assert "error: rc y keeps failing: it can't be read" in text
+    assert "warning: rc z is reverted: it crashed" in text
+    assert "warning: and 12 more of the kind" in text
+
+
+async def test_keys_that_the_layout_does_not_have_are_to_be_removed(healthy: CommandLine) -> None:
+    """Neither a repaired value nor a file of an RC would help. The command can be pasted, whatever the key is."""
+    intent = encode(Intent(manifest="x", rc="web", shard="00"))
+    spec = encode(await healthy.rcs.get("web"))
+    keys = {
+        healthy.keys.intents + "node-1": intent,
+        healthy.keys.intents + "node-1/two words": intent,
+        healthy.keys.intents + "node-1/web/more": b"garbage",
+        healthy.keys.rcs + "zz/web/spec": spec,
+        healthy.keys.rcs + "00": b"",
+    }
+    for key, value in keys.items():
+        await healthy.store.put(key, value)
+
+    code, found = await examine(healthy)
+
+    text = messages(found["records"])
+    assert (code, len(found["records"])) == (1, len(keys))
+    assert all(f"`consul kv delete {shlex.quote(key)}`" in text for key in keys), text
+    assert "kv put" not in text
+    assert "rc apply" not in text
 
 
 async def test_settings_that_make_no_sense_together_are_found(healthy: CommandLine) -> None:

@@ -19,7 +19,10 @@ from store.schema.records import (
     Intent,
     NodeAlive,
     NodeSpec,
+    Owner,
+    RCState,
     RCStatus,
+    Reason,
     encode,
 )
 from store.schema.schedules import ScheduleSpec
@@ -282,3 +285,21 @@ async def test_status_is_the_fleet_at_a_glance(cli: CommandLine) -> None:
     assert (fleet["pods_desired"], fleet["nodes_live"], fleet["farms"][0]["owned"]) == (2, 1, 1)
     assert [rc["id"] for rc in fleet["troubled"]] == ["web"]
     assert fleet["brake"]["code"] == "too_many_gone"
+
+
+async def test_many_rcs_in_one_trouble_hide_no_other(cli: CommandLine) -> None:
+    """An RC whose rollout was reverted is shown among thirty that only lack nodes."""
+    session = await _session(cli)
+    states: dict[str, tuple[RCState, str]] = {f"a-{number}": ("short", "short") for number in range(30)}
+    states["z"] = "converged", "rollout_reverted"
+    for rc_id, (state, code) in states.items():
+        await cli.rcs.create(MANIFEST, rc_id=rc_id)
+        reasons = (Reason(code, f"because of {code}"),)
+        status = RCStatus(state=state, generation=1, desired=1, placed=0, healthy=0, farm="f", token=1, reasons=reasons)
+        owner = ops.lock(cli.keys.owner(rc_id), encode(Owner("f", "")), session)
+        await cli.store.txn([owner, ops.put(cli.keys.status(rc_id), encode(status))])
+
+    ran = await cli("status")
+
+    assert "rollout_reverted: because of rollout_reverted" in ran.out
+    assert "and 21 others; see `rcfarm rc list`" in ran.out

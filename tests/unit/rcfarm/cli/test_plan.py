@@ -261,6 +261,7 @@ async def test_many_files_are_planned_like_few(cli: CommandLine, monkeypatch: py
         (("--set", "node_selector=a=b=c"), "--set node_selector: "),
         (("--set", "allocation_strategy=any"), "--set allocation_strategy: 'any' is neither static nor dynamic"),
         (("--set", "replicas=3", "--rc", "nope"), "--rc: there is no rc nope"),
+        (("--lose", ","), "--lose ',' names no node"),
     ],
 )
 async def test_mistakes_are_named(running: CommandLine, options: tuple[str, ...], complaint: str) -> None:
@@ -287,5 +288,8 @@ async def test_what_can_not_be_asked_is_refused(running: CommandLine, options: l
     assert complaint in ran.err
 
 
-async def test_as_many_nodes_as_nobody_has_are_refused(running: CommandLine) -> None:
-    assert (await running("what-if", "--add", "1000000000")).code == 2
+@pytest.mark.parametrize("number", ["0", "-1", "100001"])
+async def test_no_more_nodes_join_than_memory_holds(running: CommandLine, number: str) -> None:
+    ran = await running("what-if", "--add", number)
+    assert ran.code
+    assert f"'--add': {number} is not in the range 1<=x<=100000" in ran.err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rcfarm.farm.decision_log import DecisionLog
+from rcfarm.farm.decisions import FRAME
 from rcfarm.farm.planner import PlanInput, plan
 from rcfarm.farm.replay import segments
 from rcfarm.farm.rollout import Placement
@@ -87,6 +90,47 @@ def test_what_is_damaged_is_named(tmp_path: Path, ids: list[str]) -> None:
     assert run(tmp_path, ids[0]).code == 1
     path.write_bytes(b"something else")
     assert "not a decision log" in run(tmp_path, "--rc", "web").err
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_zeros_are_damage(tmp_path: Path, ids: list[str], kept: int) -> None:
+    """A machine that loses power may leave zeros where the end of the file was to be, or after a part of it."""
+    [path] = segments(tmp_path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) if kept else 19] + bytes(500))
+    ran = run(tmp_path, "--all")
+    assert (ran.code, ran.out.split()[:3]) == (1, ["2", "of", "3"] if kept else ["0", "of", "0"])
+    assert ran.err == f"left out: {path.name}: from byte {len(raw) if kept else 19} on it is damaged\n"
+
+
+def test_a_part_with_a_right_checksum_and_no_sense_is_damage(tmp_path: Path, ids: list[str]) -> None:
+    [path] = segments(tmp_path)
+    at = len(path.read_bytes())
+    with path.open("ab") as file:
+        file.write(FRAME.pack(3, zlib.crc32(b"???")) + b"???")
+    ran = run(tmp_path, "--all")
+    assert (ran.code, ran.out.split()[:3]) == (1, ["2", "of", "3"])
+    assert ran.err == f"left out: {path.name}: the part at byte {at} is damaged\n"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, ids: list[str]) -> None:
+    os.mkfifo(tmp_path / "01ZZ.decisions")
+    ran = run(tmp_path, "--all")
+    assert (ran.code, ran.out.split()[:3]) == (1, ["2", "of", "3"])
+    assert ran.err == f"left out: {tmp_path / '01ZZ.decisions'}: can't be read: not a file\n"
+
+
+def test_without_a_folder_it_reads_the_log_of_the_store_that_commands_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of `rcfarm dev`; where there is none, the error says how to name a farm's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("RCFARM_STORE", raising=False)
+    ran = cli.run("replay", "--all")
+    assert ran.err.startswith(f"error: {tmp_path}/state/rcfarm/dev/decisions: the decision log can't be read")
+    assert "name the folder of a farm's with --log" in ran.err
+    monkeypatch.setenv("RCFARM_STORE", f"embedded:{tmp_path}/elsewhere")
+    assert cli.run("replay", "--all").err.startswith(f"error: {tmp_path}/elsewhere/decisions: ")
 
 
 @pytest.mark.parametrize(

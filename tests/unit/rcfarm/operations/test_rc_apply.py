@@ -200,6 +200,7 @@ async def test_the_settings_of_rollouts(rcs: ReplicationControllers) -> None:
         ("update: {min_healthy_time: soon}", r"f.yaml:1: update.min_healthy_time: "),
         ("update: {canary_selector: 3}", r"f.yaml:1: update.canary_selector: "),
         ("update: {canaries: 1}", r"f.yaml:1: update.canaries: unknown field; did you mean canary"),
+        ("url: consul://c", r"f.yaml:1: url: unknown field$"),  # that of an artifact is not meant
         ("update: 3", r"f.yaml:1: update: "),
     ],
 )

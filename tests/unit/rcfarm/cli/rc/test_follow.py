@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from rcfarm.cli.rc.follow import CRASHES, NOTE_AFTER, OBSTACLE_AFTER, Followed, Follower
@@ -248,6 +249,27 @@ async def test_a_deletion_by_another_process_ends_it() -> None:
     followed, _ = await during(operator, scene.follower().until_placed(1))
 
     assert followed == (False, ["the RC was deleted"])
+
+
+async def test_a_later_manifest_ends_it() -> None:
+    """A deployment whose manifest another operator replaces has not been carried out, however well the other one
+    does."""
+    scene = await Scene.of(1, "node-1")
+    spec = await scene.rcs.get("hello")
+
+    async def operator() -> None:
+        await asyncio.sleep(1)
+        changed = msgspec.structs.replace(spec, generation=2, revision=2, revised_by="bob@laptop")
+        await scene.store.put(scene.keys.spec("hello"), encode(changed))
+        await scene.report("node-1")
+        await scene.status("converged", generation=2)
+
+    followed, ended = await during(operator, scene.follower().until_placed(1, revision=1))
+
+    text = "revision 1 was replaced by revision 2 of bob@laptop; `rcfarm rollout status hello` shows that"
+    assert followed == (False, [text])
+    assert ended == pytest.approx(1.0, abs=0.1)
+    assert (await scene.follower().until_placed(1)).complete, "a change of the replicas alone asks for no manifest"
 
 
 async def _delete_folder(scene: Scene) -> None:
