@@ -46,8 +46,8 @@ from store.schema.records import (
     RCStatus,
     Reason,
     Rollout,
-    effective_manifest,
     encode,
+    proven_manifest,
     rfc3339,
     utc_now,
 )
@@ -234,7 +234,7 @@ class Writer:
         lasts = self._tools.keep_deleted_for
         return DeletedRC(
             spec=spec,
-            manifest=effective_manifest(spec, rollout.value if rollout else None),
+            manifest=proven_manifest(spec, rollout.value if rollout else None),
             farm=self._tools.farm,
             deleted_at=rfc3339(now),
             until=rfc3339(now + timedelta(seconds=lasts)) if lasts else "",

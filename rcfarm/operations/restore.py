@@ -38,8 +38,9 @@ async def deleted_rcs(store: Store, keys: Keys) -> Deleted:
     return Deleted(sorted(found, key=lambda each: (each.deleted_at, each.spec.id), reverse=True), bad)
 
 
-async def restore(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id: str) -> RCSpec:
-    """Create the RC again as it was when it was deleted, at its first revision. Return its spec.
+async def restore(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id: str) -> tuple[RCSpec, str]:
+    """Create the RC again as it was when it was deleted, at its first revision. Return its spec, and the manifest that
+    it asked for if that is another one, because its rollout was not done; else "".
 
     Raises `RCExists`, `NoSuchRC` where nothing of it is kept, `BadRecord`, and `ChangedSincePlanned` when its record
     was replaced or removed since it was read.
@@ -57,7 +58,7 @@ async def restore(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id: 
     raw = await rcs.manifest(record.manifest)
     spec = msgspec.structs.replace(record.spec, manifest=record.manifest, deleting=False, generation=1)
     try:
-        return await rcs.create_from(
+        created = await rcs.create_from(
             spec,
             raw,
             event="REPLICATION_CONTROLLER_RESTORED",
@@ -67,3 +68,4 @@ async def restore(store: Store, keys: Keys, rcs: ReplicationControllers, rc_id: 
         raise ChangedSincePlanned(
             f"rc {rc_id} was restored, created or deleted again by another client; `rcfarm rc status {rc_id}` shows it"
         ) from error
+    return created, record.spec.manifest if record.spec.manifest != record.manifest else ""

@@ -198,8 +198,8 @@ class Revision(StoredRecord, frozen=True, kw_only=True):
 class DeletedRC(StoredRecord, frozen=True, kw_only=True):
     """`deleted/<rc>`: what an RC was when its owner removed it, so that it can be restored.
 
-    `manifest`: the one that its pods were to run, which is not the spec's when its rollout was stopped. `until`: when
-    the record is removed; "" for never.
+    `manifest`: the last one that was rolled out to the end, which is not the spec's when its rollout was not done.
+    `until`: when the record is removed; "" for never.
     """
 
     spec: RCSpec
@@ -305,6 +305,13 @@ def effective_manifest(spec: RCSpec, rollout: Rollout | None) -> str:
     if rollout is None or not rollout.is_of(spec) or not rollout.is_stopped:
         return spec.manifest
     return rollout.stable or spec.manifest
+
+
+def proven_manifest(spec: RCSpec, rollout: Rollout | None) -> str:
+    """Return the manifest of the last rollout that was done; the spec's if there is none."""
+    if rollout is None:
+        return spec.manifest
+    return rollout.manifest if rollout.state == "done" else rollout.stable or spec.manifest
 
 
 class RolloutRequest(StoredRecord, frozen=True, kw_only=True):

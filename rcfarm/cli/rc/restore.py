@@ -17,7 +17,7 @@ from rcfarm.operations.restore import restore as restored
 
 
 class DeletedInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A deleted RC that can be restored. `until`: when that ends, "" for never. `manifest`: what its pods ran."""
+    """A deleted RC that can be restored. `until`: when that ends, "" for never. `manifest`: what it comes back with."""
 
     id: str
     pod_id: str
@@ -43,12 +43,18 @@ async def restore(
 ) -> int:
     """Bring a deleted RC back as it was.
 
-    Its spec and the manifest that its pods ran are kept for `farm.deleted_rcs_max_age` (7 days) after the deletion.
+    Its spec, and the manifest of its last rollout that was done, are kept for `farm.deleted_rcs_max_age` (7 days) after
+    the deletion.
     """
     if bool(rc) == show_list:
         raise UsageProblem("give the id of a deleted RC, or --list, which shows those that can be restored")
     if rc:
-        spec = await restored(cli.store, cli.keys, cli.rcs, rc)
+        spec, given_up = await restored(cli.store, cli.keys, cli.rcs, rc)
+        if given_up:
+            cli.out.note(
+                f"rc {rc} comes back with manifest {spec.manifest[:12]}; the rollout of {given_up[:12]} was not done "
+                "when it was deleted"
+            )
         detach = detach or spec.disabled
         outcome = await follow(cli, spec, "restored", detach=detach, timeout=timeout, wait_healthy=wait_healthy)
         return ended(cli, [outcome])

@@ -40,6 +40,7 @@ from store.schema.records import (
     PersonsLock,
     Reason,
     Rollout,
+    RolloutState,
     decode,
     encode,
 )
@@ -415,24 +416,36 @@ async def test_deletion_takes_intents_without_records_along(bench: Bench) -> Non
     assert await bench.fleet.intents_of("web") == {}
 
 
-async def test_what_a_deleted_rc_was_is_kept_with_its_removal(bench: Bench) -> None:
-    """Its spec and the manifest that its pods were to run, in the transaction that removes its folder; a deletion that
-    is refused keeps nothing."""
+@pytest.mark.parametrize(
+    ("state", "revision", "restored"),
+    [
+        ("reverted", 2, "first"),
+        ("rolling", 2, "first"),
+        ("awaiting_promotion", 2, "first"),
+        ("done", 2, "second"),
+        ("done", 1, "first"),  # the rollout of the second has not begun
+    ],
+)
+async def test_what_a_deleted_rc_was_is_kept_with_its_removal(
+    bench: Bench, state: RolloutState, revision: int, restored: str
+) -> None:
+    """Its spec and the last manifest whose rollout was done, in the transaction that removes its folder; a deletion
+    that is refused keeps nothing."""
     await owning(bench, 2)
     first = (await bench.fleet.rcs.get("web")).manifest
     await bench.fleet.rcs.set_manifest("web", manifest("web", version=2))
     spec = await bench.fleet.rcs.get("web")
-    stopped = Rollout(
-        revision=2,
-        manifest=spec.manifest,
+    rollout = Rollout(
+        revision=revision,
+        manifest=spec.manifest if revision == 2 else first,
         stable=first,
         stable_revision=1,
-        state="reverted",
+        state=state,
         since="",
         started="",
         progressed="",
     )
-    await bench.store.inner.put(KEYS.rollout("web"), encode(stopped))
+    await bench.store.inner.put(KEYS.rollout("web"), encode(rollout))
     marked = await bench.fleet.rcs.delete("web", force=True)
 
     async def engage_the_brake() -> None:
@@ -452,7 +465,8 @@ async def test_what_a_deleted_rc_was_is_kept_with_its_removal(bench: Bench) -> N
     assert await bench.store.keys(KEYS.rc("web")) == []
     entry = require(await bench.store.get(KEYS.deleted_rc("web")))
     kept = decode(DeletedRC, entry.key, entry.value)
-    assert (kept.spec, kept.manifest, kept.farm, kept.until) == (marked, first, "farm-a", "")
+    manifests = {"first": first, "second": spec.manifest}
+    assert (kept.spec, kept.manifest, kept.farm, kept.until) == (marked, manifests[restored], "farm-a", "")
     (writing,) = [each for each in bench.store.transactions if any(op.key == entry.key for op in each)][-1:]
     assert {op.verb for op in writing} >= {"check-session", "delete-tree", "set"}
 

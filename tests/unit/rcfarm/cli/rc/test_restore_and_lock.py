@@ -16,13 +16,13 @@ from tests.support.programs.cli import CommandLine
 MANIFEST = b'{"id":"web","launchables":{"main":{"command":["serve"]}}}'
 LABELS = {"pod_id": "web", "team": "shop"}
 SPEC = RCSpec(
-    id="web", manifest="0" * 64, replicas_desired=3, rc_labels=LABELS, deleting=True, generation=9, revision=4
+    id="web", manifest=digest(MANIFEST), replicas_desired=3, rc_labels=LABELS, deleting=True, generation=9, revision=4
 )
 ALICE, BOB = {"USER": "alice", "LOGNAME": "alice"}, {"USER": "bob", "LOGNAME": "bob"}
 
 
 async def deleted(cli: CommandLine, spec: RCSpec = SPEC, *, at: str = "2026-01-01T00:00:00Z", until: str = "") -> None:
-    """Keep the RC as its owner does when it removes it. Its pods ran another manifest than the spec asks for."""
+    """Keep the RC as its owner does when it removes it."""
     record = DeletedRC(spec=spec, manifest=digest(MANIFEST), farm="farm-1", deleted_at=at, until=until)
     await cli.store.put(cli.keys.manifest(digest(MANIFEST)), MANIFEST)
     await cli.store.put(cli.keys.deleted_rc(spec.id), encode(record))
@@ -49,6 +49,18 @@ async def test_a_deleted_rc_comes_back_as_it_was(cli: CommandLine) -> None:
     assert event.event_type == "REPLICATION_CONTROLLER_RESTORED"
     assert event.actor.startswith("alice@")
     assert event.event_details["replicas_desired"] == 3
+
+
+async def test_a_manifest_that_was_not_rolled_out_does_not_come_back(cli: CommandLine) -> None:
+    """The RC has the one of before, and the operator reads which one is left out."""
+    await deleted(cli, msgspec.structs.replace(SPEC, manifest="9" * 64))
+
+    ran = await cli("rc", "restore", "web", "--detach")
+
+    assert (ran.code, ran.out) == (0, "rc web restored\n")
+    said = f"rc web comes back with manifest {digest(MANIFEST)[:12]}; the rollout of 999999999999 was not done when it"
+    assert said in ran.err
+    assert (await cli.rcs.get("web")).manifest == digest(MANIFEST)
 
 
 async def test_a_disabled_rc_comes_back_disabled_and_is_not_waited_for(cli: CommandLine) -> None:
