@@ -64,7 +64,7 @@ REFUSED = {
     "node remove node-9 --yes": "1 pod is placed there: web (rc old)",
     "node remove node-9 --release-pods": "not confirmed",
     "farm forget ghost": "there is no farm ghost",
-    "farm forget farm-a": "farm farm-a lives",
+    "farm forget farm-a": "farm farm-a is live; stop it first",
     "pod list --node ghost": "there is no node ghost",
     "pod list --rc ghost": "no rc ghost",
     "pod list -l '='": "'='",
