@@ -254,7 +254,7 @@ def preview_input(
         if node not in nodes or not nodes[node].live
     }
     selector, wave_by = Selector.parse(spec.node_selector), spec.policy.wave_by
-    canary = Selector.parse(spec.policy.canary_selector)
+    canary = Selector.parse(spec.policy.canary_selector) if spec.policy.canary_selector else None
     if spec.is_daemon_set:
         eligibility = scheduler.every_node(selector, tolerate_drain=spec.tolerate_drain)
     else:
@@ -274,7 +274,9 @@ def preview_input(
         rollout=snap.rollout,
         now=time.time(),
         moving=snap.status.node_transfer if snap.status else None,
-        canary_nodes=frozenset(name for name, node in nodes.items() if canary.matches(node.labels)),
+        canary_nodes=frozenset(name for name, node in nodes.items() if canary.matches(node.labels))
+        if canary
+        else frozenset(),
         loads=loads,
         values={name: node.labels.get(spec.spread, "") for name, node in nodes.items()} if spec.spread else {},
     )
