@@ -587,7 +587,8 @@ def as_shown(rng: random.Random) -> None:
         seen += changed
         quiet = 0 if changed else quiet + 1
         made.agents_act()
-        made.now += 0.25
+        if not changed:  # a farm decides again within milliseconds
+            made.now += 0.25
     expected = [
         list(nodes) for wave in shown.waves for nodes in (wave.add, wave.surge, wave.update, wave.remove) if nodes
     ]
