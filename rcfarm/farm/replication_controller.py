@@ -15,7 +15,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,7 +52,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between the attempts of `watch_
 RESYNC = 300.0  # seconds after which `watch_desires` reconciles without a change
 LOOK_EVERY = 0.5  # seconds between two checks of inputs without a view
 REVIEW_AFTER = 5.0, 15.0  # seconds from placing pods on nodes that joined to a whole plan, if nothing else asks for it
-_MANIFEST = attrgetter("value.manifest")  # of thousands of intents: in C
 NOWHERE = Eligibility(frozenset(), ())
 
 
@@ -107,6 +105,7 @@ class ReplicationController:
         self._pod_clock = PodClock()
         self._matching: tuple[frozenset[str] | None, float] = None, 0.0  # of a daemon set, and since when
         self._known_nodes: frozenset[str] = frozenset()  # of a daemon set: all others have joined since
+        self._uniform_since = 0  # the index of the spec whose manifest all pods of a daemon set had
         self.tools, self._session = tools, session
         self._resting = Resting()
         self.writer = Writer(state, tools, session, held)
@@ -277,15 +276,16 @@ class ReplicationController:
         fresh, self._known_nodes = eligibility.eligible - self._known_nodes, eligibility.eligible
         if not fresh:
             return False
-        pods, intents = self.state.pods, self.tools.intents.of(pod_id)
-        unused = fresh.difference(pods, intents, self.tools.intents.unreadable(pod_id))
+        used = self.state.pods, self.tools.intents.of(pod_id), self.tools.intents.unreadable(pod_id)
+        unused = {node for node in fresh if not any(node in nodes for nodes in used)}
         joined = tuple(sorted(unused.intersection(eligibility.placeable)))
         if not joined:
             return False
-        if rollout is None and set(map(_MANIFEST, intents.values())) != {spec.manifest}:
-            ours = (intent.value for intent in intents.values() if intent.value.rc == spec.id)
+        if rollout is None and self._uniform_since != record.modify_index:
+            ours = (intent.value for intent in self.tools.intents.of(pod_id).values() if intent.value.rc == spec.id)
             if any(intent.manifest != spec.manifest for intent in ours):
                 return False  # its first rollout is about to begin
+            self._uniform_since = record.modify_index
         status = msgspec.structs.replace(
             standing.value,
             state="progressing" if standing.value.state == "converged" else standing.value.state,
@@ -297,7 +297,7 @@ class ReplicationController:
         if self.tools.decisions:  # the planner says the same about these nodes alone
             alone = PlanInput(spec, {}, Eligibility(frozenset(joined), joined), rollout=rollout, now=self.tools.now())
             self._decide(alone)
-        await self._write(record, pod_id, decision, [*pods, *joined], status)
+        await self._write(record, pod_id, decision, [*self.state.pods, *joined], status)
         return True
 
     async def _plan_input(self, spec: RCSpec, manifest: Manifest, selector: Selector) -> PlanInput:
