@@ -374,7 +374,7 @@ class TreeView(Generic[T]):
     async def _until_changed(self, index: int) -> None:
         """Wait until the tree has to be read: a change is not explained, or what explained ones may conceal is due."""
         due, separator = math.inf, "" if self._watched is Watched.KEYS else "/"
-        while (wait := min(self._wait, due - self._clock())) > 0:
+        while (wait := min(self._wait, due - self._clock())) > ROUNDING:
             asked, before = self._clock(), index
             keys, index = await self._store.watch_keys(self.prefix, before, wait, separator=separator)
             self.last_contact = self._clock()

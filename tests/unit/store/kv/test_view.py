@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from store.embedded.store import EmbeddedStore
 from store.kv import ops
-from store.kv.protocol import BadRecord, Denied, Invalid, Listing, Op, SessionSpec, StoreError, Unavailable
+from store.kv.protocol import BadRecord, Denied, Invalid, KeyListing, Listing, Op, SessionSpec, StoreError, Unavailable
 from store.kv.view import (
     BUSY_LIMIT,
     CATCH_UP_SHARE,
@@ -22,6 +22,7 @@ from store.kv.view import (
     MAX_BACKOFF,
     OWN_ANSWER,
     REFRESH_COST,
+    ROUNDING,
     Change,
     RefreshBudget,
     TreeView,
@@ -492,6 +493,25 @@ async def test_what_own_writes_conceal_is_read_later(store: ScriptedStore) -> No
         assert most / 2 <= loop_time() - began <= most + 0.01
         await asyncio.sleep(60.0)
         assert store.calls["list"] == reads + 1
+
+
+class Early(ScriptedStore):
+    """A store whose waits end a little early, as timers of a coarser clock than the view's do."""
+
+    async def watch_keys(self, prefix: str, index: int, wait: float, *, separator: str = "") -> KeyListing:
+        assert self.calls["watch_keys"] < 50, "the view asks without end"
+        return await super().watch_keys(prefix, index, max(0.0, wait - ROUNDING / 2), separator=separator)
+
+
+async def test_a_timer_that_fires_early_is_not_set_again() -> None:
+    """What is left of the wait for what own writes conceal may be too short to pass: the tree is read then."""
+    store = Early(EmbeddedStore())
+    async with watching(store, watched=Watched.INDEX) as watched:
+        await until(lambda: store.calls["watch_keys"] == 1)
+        reads = store.calls["list"]
+        await watched.write(ops.put("a/0", b"ours"))
+        await until(lambda: store.calls["list"] > reads)
+    await store.close()
 
 
 @pytest.mark.parametrize("entries", [100, 5000])
