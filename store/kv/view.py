@@ -138,10 +138,10 @@ class TreeView(Generic[T]):
     batch of changes, after `records` shows them; the first batch is the whole tree. `on_bad` is called for every record
     that turns out to be undecodable.
 
-    `watched`: what is asked of the store until something changes; all but the whole tree costs little, however
-    large that is. With `INDEX` the tree is not read for own writes; what another process writes in the same moment
-    is seen later, after `CATCH_UP` seconds at most. `busy()`: the reader has work in hand that will end in own
-    writes, and new changes would wait behind it. No watch begins then after the first listing, nor after own
+    `watched`: what is asked of the store until something changes; all but the whole tree costs little, however large
+    that is. With `INDEX` the tree is not read for own writes; what another process writes in the same moment is seen
+    later, as soon as reading the tree costs `CATCH_UP_SHARE` of a core. `busy()`: the reader has work in hand that will
+    end in own writes, and new changes would wait behind it. No watch begins then after the first listing, nor after own
     writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
     """
 
