@@ -49,6 +49,33 @@ def test_a_reader_cannot_change_the_cache() -> None:
     assert cache.get("team/a") == pod("a")
 
 
+@pytest.mark.parametrize("spec", [{"node": "n1"}, None, {}, "text"])
+def test_an_unchanged_spec_is_shared_between_old_and_new(spec: Any) -> None:
+    """An update decodes only the rest of `old`, whatever the spec is."""
+    cache = ObjectCache({})
+    old, new = {**pod("a"), "spec": spec}, {**pod("a", version=2), "spec": spec, "status": {"phase": "Running"}}
+    known = cache.put("team/a", old)
+    before = known.before(new, cache.put("team/a", new))
+    assert before == old
+    assert before["spec"] is new["spec"]
+    assert cache.get("team/a") == new
+
+
+@pytest.mark.parametrize(
+    ("spec", "then"), [({"a": 1}, {"a": 2}), (None, {}), ({"a": 1}, "absent"), ("absent", {"a": 1})]
+)
+def test_a_changed_spec_is_the_old_one_in_old(spec: Any, then: Any) -> None:
+    """Also when it came, or went; `None` is not the same as none."""
+    cache = ObjectCache({})
+    old, new = ({**pod("a"), "spec": each} for each in (spec, then))
+    for obj in old, new:
+        if obj["spec"] == "absent":
+            del obj["spec"]
+    known = cache.put("team/a", old)
+    assert known.before(new, cache.put("team/a", new)) == old
+    assert cache.get("team/a") == new
+
+
 def test_objects_are_found_by_every_value_that_an_indexer_names() -> None:
     """One value, several, or none; in the order in which the objects came."""
     cache = ObjectCache({"namespace": by_namespace, "controller": by_controller, "job": by_label("job")})
