@@ -23,7 +23,7 @@ A process reacts to what it reads with writes of its own, which end a watch, too
 for what is known. Such a view watches the tree's `INDEX` only, and reads the tree if that is not the index of an own
 write. A view that watches `KEYS` reads a few new keys alone, and the tree if its index or its keys show another change.
 Either kind of explained change conceals what another process wrote in the same moment. Therefore the tree is read once
-more afterwards, sooner the smaller it is.
+more afterwards, sooner the smaller it is, and within five seconds unless it is very large.
 
 `RefreshBudget` bounds the work that the views of a process cause in the store and in the process: a refresh of a large
 tree is paid for before the next one may start, while small trees, and the first changes after a quiet time, are seen at
@@ -58,6 +58,8 @@ REFRESH_COST = 0.0007  # seconds of work per answer, both ends together
 ENTRY_COST = 0.000008  # and per entry in it
 KEY_COST = 0.0000005  # per entry of a tree of which only keys or the index are asked
 CATCH_UP_SHARE = 0.001  # of a core, per view, for reading what own writes may conceal
+CATCH_UP_LIMIT = 5.0  # seconds, at most, until that is read, if it takes no more than
+CATCH_UP_MOST = 0.02  # of a core
 FEW = 16  # keys that are read one by one
 OWN_ANSWER = 0.01  # seconds, at most, that an own write's answer is awaited; half of what reading the tree would cost
 BUSY_LOOK = 0.1  # seconds between checks whether further own writes are expected
@@ -140,9 +142,10 @@ class TreeView(Generic[T]):
 
     `watched`: what is asked of the store until something changes; all but the whole tree costs little, however large
     that is. With `INDEX` the tree is not read for own writes; what another process writes in the same moment is seen
-    later, as soon as reading the tree costs `CATCH_UP_SHARE` of a core. `busy()`: the reader has work in hand that will
-    end in own writes, and new changes would wait behind it. No watch begins then after the first listing, nor after own
-    writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
+    later: as soon as reading the tree costs `CATCH_UP_SHARE` of a core, but within `CATCH_UP_LIMIT` seconds, unless
+    that would take `CATCH_UP_MOST` of one (a tree of more than 12,000 entries: 40 s for 100,000). `busy()`: the reader
+    has work in hand that will end in own writes, and new changes would wait behind it. No watch begins then after the
+    first listing, nor after own writes, as the next own write would end it; for `BUSY_LIMIT` seconds at most.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class TreeView(Generic[T]):
         self._wait, self._clock = wait, clock
         self._watched, self._busy = watched, busy
         self._own_indexes: set[int] = set()  # of own writes, above the index of the last answer
+        self._own_since = 0.0  # when the first of them was made
         self._is_first_watch = True
         self._rng = rng or random.Random()
         self._whole = whole
@@ -288,6 +292,8 @@ class TreeView(Generic[T]):
                 self.doubt()
             effects += [(key, None, None) for key in gone]
         if effects and result.index:
+            if not self._own_indexes:
+                self._own_since = self._clock()
             self._own_indexes.add(result.index)
         changes: list[Change[T]] = []
         for key, written, value in effects:
@@ -324,7 +330,7 @@ class TreeView(Generic[T]):
             return
         if self._is_first_watch or any(own > before for own in self._own_indexes):
             self._is_first_watch = False
-            await self._until_idle()
+            await self._until_idle(math.inf)
         if self.index != before or self._doubted.is_set():
             return
         if self._watched is Watched.TREE:
@@ -351,9 +357,9 @@ class TreeView(Generic[T]):
             async with asyncio.timeout(seconds):
                 await self._doubted.wait()
 
-    async def _until_idle(self) -> None:
-        """Wait while further own writes are expected."""
-        limit = self._clock() + BUSY_LIMIT
+    async def _until_idle(self, due: float) -> None:
+        """Wait while further own writes are expected, but not beyond `due`."""
+        limit = min(self._clock() + BUSY_LIMIT, due)
         while self._busy is not None and self._busy() and self._clock() < limit and not self._doubted.is_set():
             await self._pause(BUSY_LOOK)
 
@@ -386,11 +392,13 @@ class TreeView(Generic[T]):
             elif index < before or not await self._is_explained(keys, index):
                 return
             else:
-                soon = (REFRESH_COST + ENTRY_COST * size) / CATCH_UP_SHARE
-                due = min(due, self._clock() + soon * self._rng.uniform(0.5, 1.0))
+                cost = REFRESH_COST + ENTRY_COST * size
+                soon = min(cost / CATCH_UP_SHARE, max(CATCH_UP_LIMIT, cost / CATCH_UP_MOST))
+                since = self._own_since if self._own_indexes else self._clock()
+                due = min(due, since + soon * self._rng.uniform(0.8, 1.0))
                 self._budget.spend(size, KEY_COST)
                 await asyncio.sleep(self._budget.delay())
-                await self._until_idle()
+                await self._until_idle(due)
 
     async def _is_explained(self, keys: Sequence[str], index: int) -> bool:
         """Return whether the tree has this index by an own write; or by new keys, few enough to be read one by one."""
@@ -468,6 +476,7 @@ class TreeView(Generic[T]):
             if self._own:
                 self._own = {key: index for key, index in self._own.items() if index > listing.index}
             self._own_indexes = {index for index in self._own_indexes if index > listing.index}
+            self._own_since = self._clock()
             gone = [key for key in (*self.records, *self.bad) if key not in seen]
             step = len(changed) + len(gone) if self._whole else STEP
             for part in _parts([*changed, *((key, None, None) for key in gone)], step):
