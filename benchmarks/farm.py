@@ -79,7 +79,7 @@ async def start(rcs: int, replicas: int, nodes: int) -> None:
     async with consul() as (server, store):
         await fill(store, rcs=rcs, replicas=replicas, nodes=nodes)
         with farm(server) as process:
-            done = await until_intents(store, rcs * replicas, pause=0.02 if rcs < 5000 else 0.2)
+            done = await until_intents(store, rcs * replicas, pause=0.01 if rcs < 5000 else 0.05)
             seconds = done - process.started
             await asyncio.sleep(3)
             rss = process.rss

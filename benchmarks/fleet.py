@@ -201,8 +201,9 @@ def farm(
 
 
 async def until_intents(store: ConsulStore, count: int, *, pause: float) -> float:
-    """Wait until `count` intents exist. Return that time. `pause`: seconds between polls, which load Consul."""
+    """Wait until `count` intents exist. Return that time. `pause`: seconds between polls at the end; they load Consul,
+    and are rarer before."""
     async with asyncio.timeout(120):
-        while len(await store.keys(KEYS.intents)) < count:  # noqa: ASYNC110  # the writer is another process
-            await asyncio.sleep(pause)
+        while (there := len(await store.keys(KEYS.intents))) < count:
+            await asyncio.sleep(pause * (1 + 9 * (1 - there / count)))
     return time.perf_counter()
