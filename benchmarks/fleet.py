@@ -204,6 +204,6 @@ async def until_intents(store: ConsulStore, count: int, *, pause: float) -> floa
     """Wait until `count` intents exist. Return that time. `pause`: seconds between polls at the end; they load Consul,
     and are rarer before."""
     async with asyncio.timeout(120):
-        while (there := len(await store.keys(KEYS.intents))) < count:
+        while (there := len(await store.keys(KEYS.intents))) < count:  # noqa: ASYNC110  # the writer is another process
             await asyncio.sleep(pause * (1 + 9 * (1 - there / count)))
     return time.perf_counter()

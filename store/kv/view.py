@@ -61,7 +61,7 @@ CATCH_UP_SHARE = 0.001  # of a core, per view, for reading what own writes may c
 CATCH_UP_LIMIT = 5.0  # seconds, at most, until that is read, if it takes no more than
 CATCH_UP_MOST = 0.02  # of a core
 FEW = 16  # keys that are read one by one
-OWN_ANSWER = 0.01  # seconds, at most, that an own write's answer is awaited; half of what reading the tree would cost
+OWN_ANSWER = 0.01  # seconds, at most, that an own write's answer is awaited: a tenth of what reading the tree costs
 BUSY_LOOK = 0.1  # seconds between checks whether further own writes are expected
 BUSY_LIMIT = 5.0  # seconds for which a view that expects own writes begins no watch
 EMPTY_PAUSE = 0.2  # seconds between watches of an empty tree: Consul ends them with every write, to whatever key
@@ -404,7 +404,7 @@ class TreeView(Generic[T]):
         """Return whether the tree has this index by an own write; or by new keys, few enough to be read one by one."""
         if self._watched is Watched.INDEX:
             if index not in self._own_indexes:  # the write's own answer may be on its way
-                await asyncio.sleep(min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * len(self.records)) / 2))
+                await asyncio.sleep(min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * len(self.records)) / 10))
             return index in self._own_indexes
         known = {*self.records, *self.bad}
         new = [key for key in keys if key not in known]

@@ -553,11 +553,11 @@ async def test_a_timer_that_fires_early_is_not_set_again() -> None:
 
 @pytest.mark.parametrize("entries", [100, 5000])
 async def test_the_answer_to_an_own_write_may_be_late(store: ScriptedStore, entries: int) -> None:
-    """The watch can be faster than the answer to the write that ended it, which is awaited for half of the time that
+    """The watch can be faster than the answer to the write that ended it, which is awaited for a tenth of the time that
     reading the tree would take."""
     for number in range(entries):
         await store.put(f"a/{number}", b"old")
-    pause = min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * entries) / 2)
+    pause = min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * entries) / 10)
     async with watching(store, watched=Watched.INDEX) as watched:
         await until(lambda: store.calls["watch_keys"] == 1)
         reads = store.calls["list"]
