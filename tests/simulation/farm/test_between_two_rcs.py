@@ -62,6 +62,15 @@ async def until_ended(fleet: Fleet, state: str = "done", rc_id: str = "green") -
     await fleet.until(ended)
 
 
+async def begin_unhealthy(fleet: Fleet, agents: SimulatedAgents, handovers: Handovers) -> None:
+    """Begin a hand-over that does not get beyond its first two pods: what is started from now on is unhealthy."""
+    await until_healthy(fleet)
+    for node in NODES:
+        agents.sick[node] = "critical"
+    await handovers.begin("blue", "green", desired=5, minimum=3)
+    await fleet.until_placed("green", ["n1", "n2"])
+
+
 async def is_unlocked(fleet: Fleet, rc_id: str) -> bool:
     entry = await fleet.store.get(fleet.keys.mutation(rc_id))
     return entry is None or entry.session is None
@@ -113,10 +122,7 @@ async def test_it_stops_at_the_minimum(
     the pods stay where they are, and both RCs go on."""
     async with running_farm(store, keys):
         await two(fleet)
-        await until_healthy(fleet)
-        for node in NODES:
-            agents.sick[node] = "critical"  # from now on: what is started again
-        await handovers.begin("blue", "green", desired=5, minimum=3)
+        await begin_unhealthy(fleet, agents, handovers)
 
         async def waits() -> bool:
             status = {rc: await fleet.status(rc) for rc in ("blue", "green")}
@@ -161,11 +167,7 @@ async def test_an_unreadable_record_of_the_other_rc_keeps_it_from_no_abort(
     other = {"blue": "green", "green": "blue"}[damaged]
     async with running_farm(store, keys):
         await two(fleet)
-        await until_healthy(fleet)
-        for node in NODES:
-            agents.sick[node] = "critical"
-        await handovers.begin("blue", "green", desired=5, minimum=3)
-        await fleet.until_placed("green", ["n1", "n2"])
+        await begin_unhealthy(fleet, agents, handovers)
         await store.put(keys.handover(damaged), b"garbage")
         with pytest.raises(BadRecord, match=f"{keys.handover(damaged)}: not a valid Handover"):
             await handovers.abort(damaged)
@@ -253,11 +255,7 @@ async def test_either_rc_is_deleted(
     for doomed, other in (("blue", "green"), ("green", "blue")):
         await two(fleet)
         async with running_farm(store, keys):
-            await until_healthy(fleet)
-            for node in NODES:
-                agents.sick[node] = "critical"
-            await handovers.begin("blue", "green", desired=5, minimum=3)
-            await fleet.until_placed("green", ["n1", "n2"])
+            await begin_unhealthy(fleet, agents, handovers)
         agents.sick.clear()
         await fleet.rcs.delete(doomed, force=True)
         async with running_farm(store, keys):
@@ -287,11 +285,7 @@ async def test_the_records_of_a_hand_over_are_removed_by_hand(
     """No mutation lock is left, which would refuse every change for as long as the farm lives."""
     async with running_farm(store, keys):
         await two(fleet)
-        await until_healthy(fleet)
-        for node in NODES:
-            agents.sick[node] = "critical"
-        await handovers.begin("blue", "green", desired=5, minimum=3)
-        await fleet.until_placed("green", ["n1", "n2"])
+        await begin_unhealthy(fleet, agents, handovers)
         await store.txn([ops.delete(keys.handover(rc_id)) for rc_id in removed])
         for rc_id in ("blue", "green"):
 
@@ -335,11 +329,7 @@ async def test_the_new_rcs_folder_is_removed_by_hand(
     """The old RC's owner notices, and goes on with what it has."""
     await two(fleet)
     async with running_farm(store, keys):
-        await until_healthy(fleet)
-        for node in NODES:
-            agents.sick[node] = "critical"
-        await handovers.begin("blue", "green", desired=5, minimum=3)
-        await fleet.until_placed("green", ["n1", "n2"])
+        await begin_unhealthy(fleet, agents, handovers)
         await store.txn([ops.delete_tree(keys.rc("green"))])
         await fleet.until_placed("blue", ["n3", "n4", "n5"])
 
