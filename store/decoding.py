@@ -434,8 +434,10 @@ def _may_be_deep(text: bytes | str | msgspec.Raw) -> bool:
     """Return whether the text has enough brackets: counting them is much cheaper than walking through the value."""
     if isinstance(text, str):
         return text.count("{") + text.count("[") > MAX_DEPTH
-    raw = text if isinstance(text, bytes) else bytes(text)
-    return len(raw) > MAX_DEPTH and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
+    raw = bytes(text)
+    if len(raw) <= MAX_DEPTH:
+        return False
+    return raw.count(b"{") + raw.count(b"[") > MAX_DEPTH
 
 
 def _children(container: Any) -> Iterable[object]:

@@ -83,8 +83,7 @@ def namespace_of(obj: Object) -> str:
 
 def key_of(obj: Object) -> str:
     """Return `NAMESPACE/NAME`, or `NAME` for a cluster-scoped object: the key in work queues and caches."""
-    metadata = obj["metadata"]
-    return join_key(str(metadata.get("namespace") or ""), str(metadata["name"]))
+    return join_key(namespace_of(obj), name_of(obj))
 
 
 def join_key(namespace: str, name: str) -> str:

@@ -470,7 +470,7 @@ class UnmatchedObjects:
 
 
 class Cached(NamedTuple):
-    """One stored object. `text`: all but its spec, which is apart, because few updates change it; "" when it has none.
+    """One stored object. `text`: all but its spec. `spec`: that, because few updates change it; empty if it has none.
     `values`: its values in each index, in the order of the indexers."""
 
     uid: str

@@ -267,18 +267,18 @@ class Reflector:
         kind, obj = event
         self.last_seen = self._clock()
         self.stats.events += 1
-        admitted = self._admission.admit(obj) if kind in _CHANGES else None
-        if admitted is not None and kind != "DELETED":
-            self._present(admitted)
-            self.cursor.version = obj["metadata"]["resourceVersion"]
-            return
-        if kind == "DELETED":
-            self._admission.unreadable.pop(key_in(obj), None)
-            if admitted is not None:
+        if kind in _CHANGES:
+            admitted = self._admission.admit(obj)
+            if kind == "DELETED":
+                self._admission.unreadable.pop(key_in(obj), None)
+            if admitted is None:
+                if kind == "DELETED" and (key := key_in(obj)):
+                    self._sink.lost(key, metadata_text(obj, "uid"))
+            elif kind == "DELETED":
                 self._sink.absent(admitted)
-            elif key := key_in(obj):
-                self._sink.lost(key, metadata_text(obj, "uid"))
-        elif kind not in _CHANGES and kind != "BOOKMARK":
+            else:
+                self._present(admitted)
+        elif kind != "BOOKMARK":
             self._admission.refuse(obj, f"its event is {kind!r}")
         version = metadata_text(obj, "resourceVersion")
         if version:
@@ -297,9 +297,7 @@ def without_managed_fields(obj: Object) -> Object:
     metadata = obj["metadata"]
     if "managedFields" not in metadata:
         return obj
-    kept = dict(metadata)
-    del kept["managedFields"]
-    return {**obj, "metadata": kept}
+    return {**obj, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
 
 
 class Admission:
@@ -313,7 +311,7 @@ class Admission:
         self.malformed = 0
         self.unreadable: dict[str, str] = {}
         self._resource, self._transform = resource, transform
-        self._kind, self._api_version = resource.kind, resource.api_version
+        self._api_version = resource.api_version
         self._texts = ("name", "resourceVersion", "namespace") if resource.namespaced else ("name", "resourceVersion")
 
     def admit(self, obj: Any) -> Object | None:
@@ -357,8 +355,8 @@ class Admission:
         if not isinstance(obj, dict):
             return "it is not an object"
         kind, api_version = obj.get("kind"), obj.get("apiVersion")
-        if kind is not None and kind != self._kind:
-            return f"its kind is {repr(kind)[:_SHOWN]} instead of {self._kind!r}"
+        if kind is not None and kind != self._resource.kind:
+            return f"its kind is {repr(kind)[:_SHOWN]} instead of {self._resource.kind!r}"
         if api_version is not None and api_version != self._api_version:
             return f"its apiVersion is {repr(api_version)[:_SHOWN]} instead of {self._api_version!r}"
         metadata = obj.get("metadata")
