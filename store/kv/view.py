@@ -118,7 +118,7 @@ class RefreshBudget:
 
     def spend(self, entries: int, entry_cost: float = ENTRY_COST) -> None:
         """Account for one refresh that returned `entries` entries."""
-        self._budget.take(self._clock(), REFRESH_COST + entries * entry_cost)
+        self._budget.take(self._clock(), _cost(entries, entry_cost))
 
     def delay(self) -> float:
         """Return the seconds until the next refresh is paid for."""
@@ -330,7 +330,7 @@ class TreeView(Generic[T]):
             return
         if self._is_first_watch or any(own > before for own in self._own_indexes):
             self._is_first_watch = False
-            await self._until_idle(math.inf)
+            await self._until_idle()
         if self.index != before or self._doubted.is_set():
             return
         if self._watched is Watched.TREE:
@@ -357,7 +357,7 @@ class TreeView(Generic[T]):
             async with asyncio.timeout(seconds):
                 await self._doubted.wait()
 
-    async def _until_idle(self, due: float) -> None:
+    async def _until_idle(self, due: float = math.inf) -> None:
         """Wait while further own writes are expected, but not beyond `due`."""
         limit = min(self._clock() + BUSY_LIMIT, due)
         while self._busy is not None and self._busy() and self._clock() < limit and not self._doubted.is_set():
@@ -392,7 +392,7 @@ class TreeView(Generic[T]):
             elif index < before or not await self._is_explained(keys, index):
                 return
             else:
-                cost = REFRESH_COST + ENTRY_COST * size
+                cost = _cost(size)
                 soon = min(cost / CATCH_UP_SHARE, max(CATCH_UP_LIMIT, cost / CATCH_UP_MOST))
                 since = self._own_since if self._own_indexes else self._clock()
                 due = min(due, since + soon * self._rng.uniform(0.8, 1.0))
@@ -404,7 +404,7 @@ class TreeView(Generic[T]):
         """Return whether the tree has this index by an own write; or by new keys, few enough to be read one by one."""
         if self._watched is Watched.INDEX:
             if index not in self._own_indexes:  # the write's own answer may be on its way
-                await asyncio.sleep(min(OWN_ANSWER, (REFRESH_COST + ENTRY_COST * len(self.records)) / 10))
+                await asyncio.sleep(min(OWN_ANSWER, _cost(len(self.records)) / 10))
             return index in self._own_indexes
         known = {*self.records, *self.bad}
         new = [key for key in keys if key not in known]
@@ -577,6 +577,11 @@ class TreeView(Generic[T]):
         new = Record(value, entry.modify_index, entry.lock_index, entry.session)
         self.records[key] = new
         changes.append(Change(key, old, new, origin))
+
+
+def _cost(entries: int, entry_cost: float = ENTRY_COST) -> float:
+    """Return the seconds of work that an answer with these entries takes."""
+    return REFRESH_COST + entries * entry_cost
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

@@ -487,18 +487,16 @@ class Cached(NamedTuple):
 
     def before(self, new: Object, now: Cached) -> Object:
         """Return this state beside `new`, the state `now`: they share a spec that is the same in both."""
-        if self.spec != now.spec or not self.spec:
-            return self.decoded()
-        obj = _decode(self.text)
-        obj["spec"] = new["spec"]
-        return obj
+        if self.spec and self.spec == now.spec:
+            return {**_decode(self.text), "spec": new["spec"]}
+        return self.decoded()
 
 
 class ObjectCache:
     """Objects by key and by indexes. Returned objects belong to the caller."""
 
     def __init__(self, indexers: Mapping[str, Indexer]) -> None:
-        self._indexers = tuple(indexers.items())
+        self._indexers = dict(indexers)
         self._encoder, self._buffer = msgspec.json.Encoder(), bytearray()
         self._objects: dict[str, Cached] = {}
         self._indexes: dict[str, dict[str, dict[str, None]]] = {name: {} for name in indexers}
@@ -531,14 +529,14 @@ class ObjectCache:
         rest = dict(obj)
         spec = self._encoded(rest.pop("spec")) if "spec" in rest else b""
         text = self._encoded(rest)
+        old = self._objects.get(key)
         found: list[tuple[str, ...]] = []
-        for name, indexer in self._indexers:
+        for name, indexer in self._indexers.items():
             try:
                 found.append(tuple(dict.fromkeys(indexer(obj))))
             except Exception:
                 found.append(())
                 log.exception("Could not index an object; it is missing from this index", index=name, object=key)
-        old = self._objects.get(key)
         before, values = None if old is None else old.values, tuple(found)
         if values != before:
             self._move(key, before, values)
